@@ -168,6 +168,10 @@ def _turn(path: Path) -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
+        from support.subsets import left_out
+
+        for item in left_out(items):
+            item.add_marker(pytest.mark.slow)
         slow = [item.get_closest_marker("slow") is not None for item in items]
         config.hook.pytest_deselected(items=list(itertools.compress(items, slow)))
         items[:] = [item for item, left_out in zip(items, slow, strict=True) if not left_out]

@@ -41,6 +41,7 @@ def native(case: Case, dtype: torch.dtype) -> Implementation:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case, kept, dtype", paired(FITTING, DTYPES), ids=named)
 def test_agrees_with_reference(case: Case, kept: str, dtype: torch.dtype) -> None:
     mine, bench = native(case, dtype), Bench(case, dtype, kept)
@@ -57,6 +58,7 @@ def test_agrees_with_reference(case: Case, kept: str, dtype: torch.dtype) -> Non
 ATTENDING = [pair for pair in FITTING if isinstance(pair[0].operation, Attention)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize(
     "case, kept, dtype", paired([pair for pair in ATTENDING if pair[1] != "int8"], DTYPES), ids=named
@@ -72,6 +74,7 @@ def test_is_attention_over_what_bytes_mean(case: Case, kept: str, dtype: torch.d
     assert torch.equal(bench.run(mine).outputs[0], plain.run(mine).outputs[0])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "case, kept, dtype", paired([pair for pair in ATTENDING if pair[0].tokens <= 200], DTYPES), ids=named
 )

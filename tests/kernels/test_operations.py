@@ -66,6 +66,7 @@ def _pairs(implementations: tuple[Implementation, ...], tokens: int = 10**9) -> 
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case, implementation", _pairs((*NATIVE, *TORCH)))
 def test_agrees_with_reference(case: Case, implementation: Implementation, dtype: torch.dtype) -> None:
@@ -81,6 +82,7 @@ def test_agrees_with_reference(case: Case, implementation: Implementation, dtype
         assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "case, implementation",
     [
@@ -110,6 +112,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 ALONE = [pair.values for entry in EVERY for pair in _pairs((entry,) if entry.row_function else (), tokens=200)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "case, implementation, dtype, threads",
     in_turn(ALONE, DTYPES, (1, 3)),
@@ -136,6 +139,7 @@ PLACING = [
 ]
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("wanted", WANTED)
 @pytest.mark.parametrize("case, implementation", PLACING)
 def test_selected_rows_are_what_they_are_among_all(case: Case, implementation: Implementation, wanted: str) -> None:

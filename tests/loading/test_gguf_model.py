@@ -44,6 +44,7 @@ def assert_same(folder: Path, file: Path) -> None:
     assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0])
 def test_every_family_gives_the_same_logits(tmp_path: Path, family: str, kind: Kind) -> None:

@@ -138,6 +138,7 @@ def difference(found: list[Tensor], right: list[Tensor]) -> float:
     return max(float((mine - other).abs().max() / other.abs().max()) for mine, other in zip(found, right, strict=True))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chunk", [1, 16, 1000])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_equal_transformers(cases: dict[str, Case], family: str, chunk: int) -> None:
@@ -164,6 +165,7 @@ def test_a_row_alone_has_the_same_bits(cases: dict[str, Case], family: str) -> N
         assert torch.equal(torch.cat(found), expected[row])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(
     "dtype, packing, nearest",
@@ -300,6 +302,7 @@ def _declared(family: str) -> ModelDeclaration:
     return declare({**config.to_dict(), "architectures": [architecture]})
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "family, mutation",
     [

@@ -110,6 +110,7 @@ def test_attention_is_peaked(references: dict[str, Reference], family: str) -> N
     assert references[family].peakedness > 0.5
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "family, mutation",
     [(family, name) for family, own in features.MUTATIONS.items() for name in (*features.common(family), *own)],

@@ -18,6 +18,7 @@ def unpruned(logits, temperature, ids, key):
 TEMPERATURES = st.one_of(st.sampled_from([5e-324, 1e-300, 1e-12, 0.01, 0.7, 1.0, 1.5, 100.0]), st.floats(1e-3, 100))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("size", [1, 7, 300, 32768, 32769, 70_000])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 1e6])
 @pytest.mark.parametrize("temperature", [1e-40, 0.3, 1.0, 3.0, 100.0])

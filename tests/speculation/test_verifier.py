@@ -85,6 +85,7 @@ def plain(row: RowState, steps: int) -> list[Gained]:
     return results
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["plain", "stops", "grammar"])
 @pytest.mark.parametrize("params", PARAMS)
 @pytest.mark.parametrize("wrong", [0.0, 0.2, 0.6, 1.0])

@@ -26,6 +26,7 @@ def of(case: Case) -> Implementation:
     return next(entry for entry in NATIVE if entry.operation is type(case.operation))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", SHORT, ids=lambda case: case.name)
@@ -35,6 +36,7 @@ def test_all_instruction_sets_agree_with_the_reference(case: Case, dtype: torch.
     assert ((found.float() - expected.float()).abs() / scale).max() <= TOLERANCE[dtype]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)

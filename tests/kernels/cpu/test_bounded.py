@@ -34,6 +34,7 @@ def implementation(case: Case, entries: Entries = NATIVE) -> Implementation:
     return next(entry for entry in entries if entry.operation is type(case.operation))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("entries", [NATIVE, REFERENCE], ids=["native", "reference"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [*WHOLE, *STORING], ids=lambda case: f"{case.op}/{case.name}")
@@ -53,6 +54,7 @@ def weighed_by_reference(name: str, dtype: torch.dtype) -> NDArray[np.float32]:
     return weighed(Bench(case, dtype), implementation(case, REFERENCE), asked_of(case))[0]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", ATTENTION, ids=lambda case: case.name)

@@ -58,6 +58,7 @@ def exact_of(name: str, dtype: torch.dtype) -> Tensor:
     return exact(Bench(next(case for case in CASES if case.name == name), dtype, "int8"))
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", [case for case in CASES if case.use != "bench"], ids=lambda case: case.name)
 def test_is_attention_over_what_bytes_mean(case: Case, dtype: torch.dtype) -> None:

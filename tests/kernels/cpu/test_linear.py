@@ -130,6 +130,7 @@ def inputs_for(format: str, inputs: int) -> Tensor:
     return x.bfloat16().float() if format == "bfloat16" else x
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("format", FORMATS)
@@ -148,6 +149,7 @@ def test_products_are_right(format: str, shape: tuple[int, int, int]) -> None:
     assert (output - (expected + bias)).abs().max() <= bound
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.parametrize("format, shape", paired([(format,) for format in FORMATS], SHAPES[:4]))
 def test_a_rows_bits_do_not_depend_on_its_neighbours(format: str, shape: tuple[int, int, int]) -> None:
@@ -161,6 +163,7 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours(format: str, shape: tuple[i
             assert torch.equal(multiply(weight, x[-rows:]), together[-rows:])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("shape", SHAPES[:3])
 @pytest.mark.parametrize("format", FORMATS)
 def test_threads_do_not_change_bits(format: str, shape: tuple[int, int, int]) -> None:
@@ -217,6 +220,7 @@ def test_a_broken_row_breaks_alone(format: str, broken: float) -> None:
     assert torch.equal(found[others], whole[others])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_can_be_looked_up(format: str, shape: tuple[int, int, int]) -> None:
