@@ -135,6 +135,7 @@ def test_threads_change_nothing(mode: str, expected: list[tuple[list[int], objec
         assert bits(engine(mode, threads=threads).generate(*subjects())) == expected
 
 
+@pytest.mark.one_in(2)
 @with_modes("name", BY_HAND, every=2)
 def test_other_kernels_keep_the_promise_too(mode: str, name: str) -> None:
     """Their bits are others, but do not depend on the batch either."""
@@ -196,6 +197,7 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.one_in(2)
 @with_modes("way", WAYS)
 def test_a_prompts_scores_are_the_same_bits_however_they_are_computed(mode: str, way: dict[str, Any]) -> None:
     rng = random.Random(5)
@@ -230,6 +232,7 @@ def expected_vectors(mode: str) -> dict[str, list[list[float]]]:
     return {pooling: [llm.embed([subject], pooling)[0] for subject in SUBJECTS] for pooling in POOLINGS}
 
 
+@pytest.mark.one_in(2)
 @with_modes("way", [*WAYS, {"max_model_len": 144}])
 def test_vectors_are_the_same_bits_however_they_are_computed(mode: str, way: dict[str, Any]) -> None:
     expected = expected_vectors(mode)

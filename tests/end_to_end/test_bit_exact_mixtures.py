@@ -145,6 +145,7 @@ def test_companions_change_nothing(model: Path, mode: str) -> None:
             assert [outputs[place] for place in places] == expected(model, mode)[first : first + at_once]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("family", "mode", "way"), with_families(list(MODES), list(WAYS), every=3))
 def test_the_way_changes_nothing(model: Path, mode: str, way: str) -> None:
     llm = engine(model, mode, **WAYS[way])

@@ -117,6 +117,7 @@ def test_native_stripes_are_the_whole(case: Case, dtype: torch.dtype, ranks: int
     _check(Spread(case, dtype, ranks).outputs(every), expected, TOLERANCE[dtype])
 
 
+@pytest.mark.one_in(2, each=("ranks",))
 @pytest.mark.parametrize("case, ranks", in_turn([(case,) for case in SHORT], (3, 2)), ids=named)
 def test_reference_stripes_are_the_whole(case: Case, ranks: int) -> None:
     every = range(len(case.rows))
@@ -124,6 +125,7 @@ def test_reference_stripes_are_the_whole(case: Case, ranks: int) -> None:
     _check(Spread(case, torch.float32, ranks, REFERENCE).outputs(every), expected, TOLERANCE[torch.float32])
 
 
+@pytest.mark.one_in(2, each=("ranks",))
 @pytest.mark.parametrize("case, ranks", in_turn([(case,) for case in SHORT], (2, 3)), ids=named)
 def test_a_row_has_the_same_bits_alone(case: Case, ranks: int) -> None:
     spread = Spread(case, torch.float32, ranks)

@@ -38,6 +38,7 @@ def _most(path: Path) -> int:
         stages += 1
 
 
+@pytest.mark.one_in(2, each=())
 @pytest.mark.parametrize("family", checkpoints.EVERY)
 def test_bits_are_those_of_one_process(paths: dict[str, Path], prompts: list[list[int]], family: str) -> None:
     path = paths[family]

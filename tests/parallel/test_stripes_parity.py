@@ -44,6 +44,7 @@ def _greedy(stepper: Stepper | RanksStepper, prompts: list[list[int]]) -> list[l
     return found
 
 
+@pytest.mark.one_in(2, each=("size",))
 @pytest.mark.parametrize("family, size", in_turn([(family,) for family in checkpoints.EVERY], (3, 2)))
 def test_greedy_tokens_are_those_of_one_process(
     paths: dict[str, Path], prompts: list[list[int]], family: str, size: int

@@ -50,6 +50,7 @@ def reference(case: Case) -> Implementation:
     return next(entry for entry in REFERENCE if entry.operation is type(case.operation))
 
 
+@pytest.mark.one_in(2, each=("dtype", "place"))
 @pytest.mark.parametrize("case, dtype, place", in_turn([(case,) for case in BOUNDED], DTYPES, tuple(PLACES)), ids=named)
 def test_what_was_dropped_changes_nothing_of_what_is_left(case: Case, dtype: torch.dtype, place: str) -> None:
     bench, entry = Bench(case, dtype), of(case, PLACES[place])
@@ -58,6 +59,7 @@ def test_what_was_dropped_changes_nothing_of_what_is_left(case: Case, dtype: tor
         assert torch.equal(mine.nan_to_num(nan=7.0), right.nan_to_num(nan=7.0))
 
 
+@pytest.mark.one_in(2, each=("dtype", "place"))
 @pytest.mark.parametrize(
     "case, dtype, place", in_turn([(case,) for case in ATTENTION], DTYPES, tuple(PLACES)), ids=named
 )

@@ -54,6 +54,7 @@ def product(x: Tensor, weight: DeviceLinear, place: Place, bias: Tensor | None =
     return part.run(None, x.to(place.device)).cpu()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("place", [ANY, SAME], ids=["fast", "deterministic"])
 @pytest.mark.parametrize("group", [16, 32, 64, 416, INPUTS])

@@ -111,6 +111,7 @@ def test_every_operation_has_an_implementation() -> None:
     assert {entry.operation for entry in implementations(ANY)} == set(OPERATIONS) - set(ENCODING) - SPREAD
 
 
+@pytest.mark.one_in(2, each=("dtype", "kept"))
 @pytest.mark.parametrize(
     "case, dtype, kept", in_turn([(case,) for case in ON_CACHE], DTYPES, ("int8", "fp8")), ids=named
 )
@@ -138,6 +139,7 @@ def test_odd_values_are_stored_as_the_reference_does(kept: str) -> None:
     assert bool(found.planes[2].isnan().any())
 
 
+@pytest.mark.one_in(2, each=())
 @pytest.mark.parametrize(
     "case",
     [
@@ -162,6 +164,7 @@ def test_what_depends_on_the_batch_says_so() -> None:
     }
 
 
+@pytest.mark.one_in(2, each=())
 @pytest.mark.parametrize("case", LONG, ids=lambda case: case.name)
 def test_pieces_of_a_context_do_not_change_bits(case: Case) -> None:
     """Few processors take a context in one piece, many in pieces of a segment, which are merged alike."""
@@ -179,6 +182,7 @@ def test_pieces_of_a_context_do_not_change_bits(case: Case) -> None:
     agree(found[0], expected, torch.float32)
 
 
+@pytest.mark.one_in(2, each=("wanted", "place"))
 @pytest.mark.parametrize(
     "case, wanted, place",
     in_turn([(case,) for case in CASES if isinstance(case.operation, PLACED)], tuple(WANTED), tuple(PLACES)),
