@@ -23,6 +23,8 @@ from support.waiting import PATIENCE, until
 PROMPT = [7] * 40
 LONG_PROMPT = [9] * 1900
 OUTCOMES = "penstock_requests_total"
+# For a test that stops the engine, and lets it go on when it likes.
+STOPS_ARE_PASSED_OVER = "from penstock.engine import stops; stops.MOST_STOPPED = 1 << 60"
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +225,8 @@ def test_any_number_of_cancellations_leaves_nothing(idle: RunningServer) -> None
 def test_a_full_queue_is_refused_whatever_the_engine_does(served_checkpoint: Path, tmp_path: Path) -> None:
     options = ("--threads", "1", "--max-num-seqs", "1", "--max-queued-requests", "3")
     options += ("--admin-socket", str(tmp_path / "socket"))
-    with serving(served_checkpoint, *options) as server, contextlib.ExitStack() as stack:
+    live = serving(served_checkpoint, *options, program=STOPS_ARE_PASSED_OVER)
+    with live as server, contextlib.ExitStack() as stack:
         (engine,) = psutil.Process(server.process.pid).children()
         operator = Operator(tmp_path / "socket")
         operator.pause(True)

@@ -25,7 +25,9 @@ import pytest
 
 from penstock.core.errors import EngineError
 from penstock.core.faults import FailAction, Fault
+from penstock.engine.stops import MOST_STOPPED
 from penstock.kernels.cpu.native import OBSTACLE
+from penstock.parallel.silence import LOOK_SECONDS
 from support.checkpoints import make
 from support.live_server import RunningServer, serving
 from support.operator import Operator
@@ -100,6 +102,15 @@ class Group:
         assert len(after) == self.size
         gone = before if trial.restarts else []
         until(lambda: not any(each.is_running() for each in gone), lambda: f"{trial} leaves processes")
+        if trial.fault.action == "stop":
+            who = f"Rank {trial.fault.rank}" if trial.fault.rank else "The engine"
+            assert f"{who} was stopped by a signal" in self.said(mark), trial
+
+    def said(self, mark: int) -> str:
+        """What the log has beyond this length."""
+        with self._log.open("rb") as log:
+            log.seek(mark)
+            return log.read().decode()
 
     def _begin(self, trial: Trial, mark: int, before: list[psutil.Process]) -> None:
         """Called once all streams are under way, on a thread."""
@@ -118,7 +129,7 @@ class Group:
     def _happened(self, trial: Trial, mark: int, before: list[psutil.Process]) -> None:
         """Until it has happened, and another group serves where one has ended; how long that took is kept."""
         fault = trial.fault
-        line = f"fail-point {fault.point} of rank {fault.rank}: {fault.action}".encode()
+        line = f"fail-point {fault.point} of rank {fault.rank}: {fault.action}"
 
         begun = time.monotonic()
 
@@ -131,9 +142,7 @@ class Group:
                     self.server.post("/v1/completions", {"prompt": [5], "max_tokens": 8, "ignore_eos": True})
                 except HTTPError as error:
                     assert error.code == 503, error
-            with self._log.open("rb") as log:
-                log.seek(mark)
-                return line in log.read()
+            return line in self.said(mark)
 
         until(happens, lambda: f"{trial} does not happen", pause=SELDOM)
         if fault.action == "delay":
@@ -209,10 +218,27 @@ def ranks(
 
 
 @pytest.mark.parametrize(
-    "place, action, passes", [("meeting", "kill", 90), ("loading", "kill", 0), ("step", "delay", 9)]
+    "place, action, passes",
+    [("meeting", "kill", 90), ("loading", "kill", 0), ("between", "stop", 9), ("step", "delay", 9)],
 )
 def test_a_fault_costs_no_stream_a_token(ranks: Group, place: str, action: FailAction, passes: int) -> None:
     ranks.try_out(_trial(place, action, ranks.size - 1, passes))
+
+
+def test_what_is_stopped_together_with_the_server_goes_on_with_it(ranks: Group) -> None:
+    """As by a shell that stops a job and has it go on."""
+    restarts, group = ranks.server.metric("penstock_engine_restarts_total"), group_of(ranks.server.process.pid)
+    everything = [psutil.Process(ranks.server.process.pid), *group]
+    # Each looks at those behind it: it is stopped before them, and goes on after them.
+    for each in everything:
+        each.suspend()
+    until(lambda: all(each.status() == psutil.STATUS_STOPPED for each in everything))
+    time.sleep(2 * MOST_STOPPED * LOOK_SECONDS)
+    for each in reversed(everything):
+        each.resume()
+    assert ranks.streams() == ranks.expected
+    assert group_of(ranks.server.process.pid) == group
+    assert ranks.server.metric("penstock_engine_restarts_total") == restarts
 
 
 @pytest.fixture
@@ -249,5 +275,5 @@ def test_a_rank_that_is_stopped_at_the_first_start_ends_the_server(served_checkp
         stopped = group_of(server.pid)[1]
         stopped.suspend()
         assert server.wait(PATIENCE) == EngineError.exit_status
-        assert "Rank 1 has not moved for 30 s" in log.read_text()
+        assert "Rank 1 was stopped by a signal while ranks loaded" in log.read_text()
         until(lambda: not stopped.is_running())

@@ -213,7 +213,6 @@ def test_a_killed_rank_is_replaced_with_its_group_and_streams_go_on(server: Runn
     assert not any(each.is_running() for each in (engine, *ranks))
 
 
-@pytest.mark.slow
 def test_a_stopped_rank_is_replaced_too(server: RunningServer) -> None:
     (engine,) = psutil.Process(server.process.pid).children()
     stopped = _ranks_of(engine)[1]

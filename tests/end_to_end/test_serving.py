@@ -157,7 +157,9 @@ def test_the_api_answers_while_the_engine_computes(server: RunningServer) -> Non
                 assert httpx.get(server.base + path, timeout=PATIENCE).status_code == 200
             assert httpx.post(server.base + "/tokenize", json={"prompt": "x"}, timeout=PATIENCE).json()["tokens"]
         finally:
-            engine.resume()
+            # If that took long, it counts as stopped, and another one computes.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                engine.resume()
         assert asked.result(PATIENCE)["usage"]["completion_tokens"] == 4  # type: ignore[index]
 
 

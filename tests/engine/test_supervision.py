@@ -200,12 +200,19 @@ def test_a_step_that_fails_costs_nobody_anything(
 def test_an_engine_whose_loop_hangs_is_replaced(survivor: Survivor, expected: list[list[int]]) -> None:
     """Its other threads still tell that it lives, but not that it moves."""
 
+    async def collect(engine: Engine) -> list[RequestOutput]:
+        return [output async for output in engine.generate(PROMPT, LONG)]
+
     async def use(engine: Engine) -> None:
+        impatient, first = asyncio.ensure_future(impatience(engine)), engine.process_id
         engine.arm(Fault("engine.step", "hang", 20))
-        impatient = asyncio.ensure_future(impatience(engine))
-        outputs = [output async for output in engine.generate(PROMPT, LONG)]
+        outputs = asyncio.ensure_future(collect(engine))
+        with pytest.raises(EngineUnavailable, match="not moved"):
+            while engine.process_id == first:
+                engine.check_ready()
+                await asyncio.sleep(0.05)
         await impatient
-        assert joined(outputs) == (expected, [300, 300])
+        assert joined(await outputs) == (expected, [300, 300])
 
     survivor.loses(1, use)
 
@@ -248,20 +255,40 @@ def test_who_leaves_in_the_moment_in_which_an_engine_is_ready_is_gone() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_hangs_is_not_ready_and_then_killed(survivor: Survivor, expected: list[list[int]]) -> None:
+def test_an_engine_that_a_signal_has_stopped_is_replaced_however_long_it_may_hang(
+    survivor: Survivor, expected: list[list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(engine: Engine) -> None:
-        impatient, first = asyncio.ensure_future(impatience(engine)), engine.process_id
-        os.kill(first, signal.SIGSTOP)
-        with pytest.raises(EngineUnavailable, match="not moved"):
-            while engine.process_id == first:
-                engine.check_ready()
-                await asyncio.sleep(0.05)
-        await impatient
-        await until_served_again(engine)
-        outputs = [output async for output in engine.generate(PROMPT, LONG)]
-        assert joined(outputs)[0] == expected
+        usual, first = engine._patience, engine.process_id
+        engine._patience = msgspec.structs.replace(usual, look_seconds=0.1, hang_seconds=PATIENCE)
+        outputs: list[RequestOutput] = []
+        async for output in engine.generate(PROMPT, LONG):
+            outputs.append(output)
+            if len(outputs) == 3:
+                os.kill(first, signal.SIGSTOP)
+        engine._patience = usual
+        assert joined(outputs) == (expected, [300, 300])
+        await reached(lambda: engine.process_id != first)
 
     survivor.loses(1, use)
+    assert "The engine was stopped by a signal, and has been killed." in caplog.text
+
+
+async def _stopped_at_once(checkpoint: Path) -> None:
+    command = engine_command(sys.executable)
+    engine = await Engine.start(lambda: EngineProcess.start(command, lambda done, total: None))
+    try:
+        os.kill(engine.process_id, signal.SIGSTOP)
+        prepared = prepare(EngineOptions.of(model=str(checkpoint), threads=1, max_model_len=128), api_beside=True)
+        engine.configure(prepared.config)
+        await engine.ready(prepared.model_info(None), None)
+    finally:
+        await engine.close()
+
+
+def test_an_engine_that_is_stopped_at_its_first_start_says_so(checkpoint: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="stopped by a signal"):
+        asyncio.run(patiently(_stopped_at_once(checkpoint)))
 
 
 def test_an_idle_engine_counts_as_ready_and_a_closed_one_says_so(checkpoint: Path) -> None:

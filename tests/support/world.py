@@ -167,7 +167,7 @@ class World:
         self.loop = loop
         self._broken: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(lambda _, context: self.broken(context.get("exception") or Broken(str(context))))
-        self.engine = await Engine.start(self._launch, PATIENCE)
+        self.engine = await Engine.start(self._launch, PATIENCE, lambda number: self.workers[number].stopped)
         cache = CacheConfig(self.plan.spec, self.plan.num_blocks)
         config = EngineConfig(ModelConfig("", "", "float32"), cache, self.plan.config, 1)
         self.engine.configure(config)

@@ -188,6 +188,8 @@ class Worker:
         self._ended: dict[int, set[int]] = {}
         self._rng = random.Random(world.plan.seed * 1000 + number)
         self._cutting = random.Random(f"cuts {world.plan.seed} {number}")
+        # Where it hangs, a signal may have stopped it.
+        self._signalled = random.Random(f"signals {world.plan.seed} {number}").random() < 0.5
 
     # What the engine's client does with the process and its socket.
 
@@ -225,6 +227,11 @@ class Worker:
         assert self.protocol is not None
         self.world.interrupted(self)
         self.protocol.connection_lost(None)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped it."""
+        return self.hung and self._signalled and self._status is None
 
     @property
     def computing(self) -> frozenset[int] | None:
@@ -265,7 +272,8 @@ class Worker:
     def _beat(self) -> None:
         if self._status is None and self.core is not None:
             steps = self.core.scheduler.snapshot().step
-            self.send(Heartbeat(steps, self.hung or self.core.has_work))
+            if not self.stopped:
+                self.send(Heartbeat(steps, self.hung or self.core.has_work))
             self.world.loop.call_later(HEARTBEAT, self._beat)
 
     def _soon(self) -> None:

@@ -23,6 +23,7 @@ from penstock.core.errors import ConfigurationError, EngineError, PenstockError,
 from penstock.core.shares import shares
 from penstock.engine.fail_points import FailPoints
 from penstock.engine.messages import pack_config
+from penstock.engine.stops import Stops, stopped_by_signal
 from penstock.parallel.choices import Choices
 from penstock.parallel.device_ranks import DeviceRanks
 from penstock.parallel.leader import LeadingModel, LeadingStorage, Telling, send_to_all
@@ -204,7 +205,6 @@ class Group:
 
     def wait(self, alive: Callable[[], None]) -> None:
         """Wait until all have their weights; `alive` is called again and again. Raises why one cannot go on."""
-        ranks = [each.rank for each in self._followers]
         try:
             self._hear(alive, "loaded its weights")
             if isinstance(self.ranks, DeviceRanks):
@@ -218,8 +218,8 @@ class Group:
                 each.end()
             raise
         # The thread does not keep the group: without it, the others end.
-        silence = Silence(ranks, partial(_beats_of, self._signs))
-        watched = self._followers, weakref.ref(self), self._gone, silence, self._answers
+        halts = _Halts(self._followers, self._signs, MOST_SILENT)
+        watched = self._followers, weakref.ref(self), self._gone, halts, self._answers
         threading.Thread(target=_watch, args=watched, daemon=True).start()
 
     def _hear(self, alive: Callable[[], None], doing: str) -> list[Loaded | Met]:
@@ -228,16 +228,15 @@ class Group:
         waited_for = {each.end_of_socket.fileno(): each for each in self._followers}
         for descriptor in waited_for:
             poll.register(descriptor, select.POLLIN)
-        silence = Silence(list(self._signs), partial(_beats_of, self._signs), MOST_SILENT_LOADING)
+        halts = _Halts(self._followers, self._signs, MOST_SILENT_LOADING)
         found: list[Loaded | Met] = []
         while waited_for:
             told = poll.poll(LOOK_SECONDS * 1000)
             for descriptor, _ in told:
                 poll.unregister(descriptor)
                 found.append(_told_by(waited_for.pop(descriptor), doing))
-            if not told and (silent := silence.look()) is not None:
-                seconds = MOST_SILENT_LOADING * LOOK_SECONDS
-                raise EngineError(f"Rank {silent} has not moved for {seconds:g} s while ranks loaded; all end.")
+            if not told and (halted := halts.look()) is not None:
+                raise EngineError(f"{halted[1]} while ranks loaded; all end.")
             alive()
         return found
 
@@ -271,6 +270,29 @@ def _signs_of(
     if elsewhere is not None:
         return lambda: elsewhere.get(rank, (0, 0))
     return lambda: (here.beats(rank), here.done(rank))
+
+
+class _Halts:
+    """Finds ranks that do not go on, though they have not ended: a signal has stopped them, or they are silent."""
+
+    def __init__(
+        self, followers: Sequence[_Follower], signs: Mapping[int, Callable[[], tuple[int, int]]], most_silent: int
+    ) -> None:
+        """`most_silent`: looks for which a rank may be silent."""
+        self._stops = Stops(stopped_by_signal)
+        self._processes = {each.process.pid: each.rank for each in followers if each.process is not None}
+        self._silence = Silence(list(signs), partial(_beats_of, signs), most_silent)
+        self._silent = f"has not moved for {most_silent * LOOK_SECONDS:g} s"
+
+    def look(self) -> tuple[int, str] | None:
+        """Look at all of them; the first that does not go on, and what became of it."""
+        if (process := self._stops.look(self._processes)) is not None:
+            rank, how = self._processes[process], "was stopped by a signal"
+        elif (silent := self._silence.look()) is not None:
+            rank, how = silent, self._silent
+        else:
+            return None
+        return rank, f"Rank {rank} {how}"
 
 
 def _beats_of(signs: Mapping[int, Callable[[], tuple[int, int]]], rank: int) -> int:
@@ -334,22 +356,26 @@ def _watch(
     followers: Sequence[_Follower],
     group: "weakref.ref[Group]",
     gone: threading.Event,
-    silence: Silence,
+    halts: _Halts,
     answers: "queue.SimpleQueue[Loaded | None]",
 ) -> None:
     """Wait until a rank has ended, and tell its group; once that is gone, put away what it has left.
 
-    A rank that is stopped is ended.
+    A rank that does not go on is ended.
     """
     poll = select.poll()
     for each in followers:
         poll.register(each.end_of_socket, select.POLLIN | select.POLLRDHUP)
+    killed: dict[int, str] = {}
     while True:
         ready = poll.poll(LOOK_SECONDS * 1000)
         if not ready:
-            _end_silent(followers, silence)
+            if (halted := halts.look()) is not None:
+                rank, how = halted
+                killed[rank] = f"{how}, and has been killed."
+                next(each for each in followers if each.rank == rank).kill()
             continue
-        told = _heard(next(each for each in followers if each.end_of_socket.fileno() == ready[0][0]))
+        told = _heard(next(each for each in followers if each.end_of_socket.fileno() == ready[0][0]), killed)
         if isinstance(told, str):
             break
         answers.put(told)
@@ -362,20 +388,12 @@ def _watch(
         each.end()
 
 
-def _end_silent(followers: Sequence[_Follower], silence: Silence) -> None:
-    silent = silence.look()
-    for each in followers:
-        if each.rank == silent:
-            logger.error("Rank %d has not moved for %g s and is killed.", silent, MOST_SILENT * LOOK_SECONDS)
-            each.kill()
-
-
-def _heard(follower: _Follower) -> Loaded | str:
-    """What it tells: that it has done what it was told, or what became of it."""
+def _heard(follower: _Follower, killed: Mapping[int, str]) -> Loaded | str:
+    """What it tells: that it has done what it was told, or what became of it, which is known of those `killed`."""
     try:
         told = follower.inbox.from_rank()
     except (EOFError, OSError):
-        return f"Rank {follower.rank} {follower.ended()}."
+        return killed.get(follower.rank) or f"Rank {follower.rank} {follower.ended()}."
     if isinstance(told, Loaded):
         return told
     return f"Rank {follower.rank} failed: {told.message if isinstance(told, Failed) else told}"

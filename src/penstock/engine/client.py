@@ -29,6 +29,7 @@ from penstock.engine.journal import Journal
 from penstock.engine.messages import Ready
 from penstock.engine.outputs import RequestState
 from penstock.engine.process import EngineLost, EngineProcess, Waiter
+from penstock.engine.stops import Stops, stopped_by_signal
 from penstock.engine.watch import Patience, RestartPolicy, StallWatch
 from penstock.text.table import TokenTable
 
@@ -49,13 +50,21 @@ class Engine:
         launch: starts a process, which has to be configured.
         process: the first one.
         patience: how long what is waited for.
+        stopped: whether a process is stopped by a signal.
     """
 
-    def __init__(self, launch: Launch, process: EngineProcess, patience: Patience | None = None) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        process: EngineProcess,
+        patience: Patience | None = None,
+        stopped: Callable[[int], bool] = stopped_by_signal,
+    ) -> None:
         self._launch = launch
         self._process = process
         self._patience = patience or Patience()
         self._watch = StallWatch()
+        self._stops = Stops(stopped)
         self._config: EngineConfig | None = None
         self._model: ModelInfo | None = None
         self._intake: Intake | None = None
@@ -76,22 +85,25 @@ class Engine:
         self._faults: tuple[Fault, ...] = ()
 
     @classmethod
-    async def start(cls, launch: Launch, patience: Patience | None = None) -> "Engine":
+    async def start(
+        cls, launch: Launch, patience: Patience | None = None, stopped: Callable[[int], bool] = stopped_by_signal
+    ) -> "Engine":
         """Start the first process; it begins with its imports."""
-        return cls(launch, await launch(), patience)
+        return cls(launch, await launch(), patience, stopped)
 
     def configure(self, config: EngineConfig) -> None:
         """Say what to build, here and after every restart; to be called once."""
         self._config = config
         self._process.observe, self._process.changed = self._observed, self._changed
         self._process.configure(config)
+        self._tasks = [asyncio.ensure_future(self._look())]
 
     async def ready(self, model: ModelInfo, table: TokenTable | None) -> Ready:
         """Wait until the engine serves; raises what kept it from starting. `table` turns its tokens into text."""
         ready = await self._process.ready()
         self._model, self._table = model, table
         self._serve(ready)
-        self._tasks = [asyncio.ensure_future(self._keep_up()), asyncio.ensure_future(self._look())]
+        self._tasks.append(asyncio.ensure_future(self._keep_up()))
         return ready
 
     async def close(self) -> None:
@@ -398,12 +410,18 @@ class Engine:
         return True
 
     async def _look(self) -> None:
-        """Kill an engine that hangs."""
+        """Kill an engine that a signal has stopped, or that hangs."""
         while True:
             await asyncio.sleep(self._patience.look_seconds)
             process = self._process
-            self._watch.look(process, self._patience.look_seconds)
-            if self._watch.stalled > self._patience.hang_seconds and process.failure is None:
-                logger.error("The engine has not moved for %.0f s and is killed.", self._watch.stalled)
-                process.kill()
+            stopped = self._stops.look([process.process_id]) is not None
+            # Until it serves for the first time, it says nothing of what it has done.
+            if self._model is not None:
+                self._watch.look(process, self._patience.look_seconds)
+            if process.failure is not None:
+                continue
+            if stopped:
+                process.kill("The engine was stopped by a signal, and has been killed.")
+            elif self._watch.stalled > self._patience.hang_seconds:
+                process.kill(f"The engine had not moved for {self._watch.stalled:.0f} s, and has been killed.")
                 self._watch.begin(process)

@@ -124,6 +124,7 @@ class EngineProcess(asyncio.Protocol):
         self._ready: asyncio.Future[Ready] = asyncio.get_running_loop().create_future()
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._burial: asyncio.Task[None] | None = None
+        self._killed_for = ""
         self._operations = -1
         self._numbers = itertools.count()
         # By the numbers of what was asked.
@@ -193,8 +194,9 @@ class EngineProcess(asyncio.Protocol):
         """Until the engine's process has gone."""
         await asyncio.shield(self._closed)
 
-    def kill(self) -> None:
-        """End the process at once, whatever state it is in."""
+    def kill(self, why: str = "") -> None:
+        """End the process at once, whatever state it is in; `why` is what its failure says then."""
+        self._killed_for = why
         self._process.kill()
 
     async def close(self) -> None:
@@ -371,6 +373,8 @@ class EngineProcess(asyncio.Protocol):
         if status is None:
             self._process.kill()
             cause = "The engine process closed its connection."
+        elif self._killed_for:
+            cause = self._killed_for
         elif status < 0:
             cause = f"The engine process was killed by signal {-status}; 9 is what the kernel sends when memory is out."
         else:
