@@ -3,9 +3,9 @@
     python benchmarks/ranks.py MODEL [--ranks 2] [--by tensor] [--quantization int4 none] [--batch 1 8] [--rounds 7]
 
 MODEL is a directory with config.json; weights are random. For each kind of weights, one engine is a process with
-`--ranks` threads, another one is `--ranks` processes with a thread each, which have parts of each layer (`--by tensor`)
-or stages of layers (`--by pipeline`). Both stay, and take turns: each round, each computes prompts, then tokens behind
-them. Speeds are medians of rounds; a ratio is the median of the rounds' own.
+`--ranks` threads, another one is `--ranks` processes with a thread each, which have parts of each layer (`--by tensor`),
+stages of layers (`--by pipeline`) or parts of contexts (`--by context`). Both stay, and take turns: each round, each
+computes prompts, then tokens behind them. Speeds are medians of rounds; a ratio is the median of the rounds' own.
 """
 
 import multiprocessing
@@ -34,7 +34,7 @@ def main() -> None:
     parser = reporting.parser(__doc__)
     parser.add_argument("model")
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--by", choices=("tensor", "pipeline"), default="tensor")
+    parser.add_argument("--by", choices=("tensor", "pipeline", "context"), default="tensor")
     parser.add_argument("--quantization", nargs="*", default=["int4", "none"])
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--rounds", type=int, default=7)
