@@ -45,10 +45,12 @@ def test_blocks_have_one_form_whatever_the_layout(
         request = prefill.submit(prompt, params, keep_whole=LEASE_SECONDS)
         right, logprobs = prefill.until(request, OUTPUT)
         prefill.leave(request)
-        before = decode.core.snapshot().shelf("peer").read
+        before, bytes_before = decode.core.snapshot().shelf("peer").read, decode.read
         request = decode.submit(prompt, params, output=(right[0],), offered_at=prefill.built.offers_at)
         found, near = decode.until(request, OUTPUT)
         assert decode.core.snapshot().shelf("peer").read - before == BLOCKS
+        # Those of whole blocks, of which a rank has a part.
+        assert decode.read - bytes_before == BLOCKS * engines["decode", 1].core.scheduler.cache.spec.slot_bytes(0)
         assert found == right
         if computes == decodes:
             assert near == logprobs

@@ -12,7 +12,11 @@ from penstock.engine.worker import BuiltEngine
 
 
 class Engine:
-    """One without a server: requests are queued as its loop queues them."""
+    """One without a server: requests are queued as its loop queues them.
+
+    Attributes:
+        read: bytes that steps have told to have read from tiers.
+    """
 
     def __init__(self, folder: Path, role: str, **others: Any) -> None:
         asked = {"max_model_len": 256, "max_num_seqs": 2, "speculative": "off", "threads": 1, **others}
@@ -20,6 +24,7 @@ class Engine:
         prepared = prepare(options, api_beside=False)
         self.built: BuiltEngine = build_engine(prepared.config, lambda *_: None)
         self.core = self.built.core
+        self.read = 0
         self.intake = Intake(self.core.scheduler.limits, self.built.vocab_size, (), has_text=False)
 
     def submit(self, prompt: list[int], params: Any, **others: Any) -> int:
@@ -40,6 +45,7 @@ class Engine:
                 if output.request_id == request:
                     found += output.gained.tokens
                     logprobs += output.gained.logprobs or ()
+            self.read += sum(came.bytes for each in self.core.facts.fetched for came in each.came)
         return found, logprobs
 
     def leave(self, request: int) -> None:

@@ -63,7 +63,7 @@ def put_on_shelves(cache: KVCache, tiers: Tiers | None, spec: KVSpec) -> Callabl
         if each.keeper is not None:
             keeps = Keeps(each.keeps, spec.slot_bytes, each.keeper.kept())
         shelves.append(Shelf(each.shelf, cache.transfers, each.known, 0 if each.is_read_only else most, keeps))
-    cache.put_on(shelves)
+    cache.put_on(shelves, spec.slot_bytes)
     return tiers.news
 
 

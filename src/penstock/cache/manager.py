@@ -50,6 +50,7 @@ class KVCache:
         pool: type[BlockPool] = BlockPool,
     ) -> None:
         self.spec = spec
+        self.slot_bytes: Callable[[int], int] = spec.slot_bytes
         self.prefix_caching = prefix_caching
         self.tells_events = events
         self.index = PrefixIndex(len(spec.groups), events=events)
@@ -72,11 +73,13 @@ class KVCache:
             return TokenGroup(number, spec, size, self.pool, self.index)
         return RecordGroup(number, spec, size, self.pool, self.index, keeps=self.prefix_caching)
 
-    def put_on(self, shelves: Sequence[Shelf]) -> None:
+    def put_on(self, shelves: Sequence[Shelf], slot_bytes: Callable[[int], int] | None = None) -> None:
         """What is published from now on is written to each, and read from the first that has it once the pool has not.
 
-        They are ordered, the fastest first, and come behind those that there are.
+        They are ordered, the fastest first, and come behind those that there are. `slot_bytes` are those of a group's
+        slot there; None: as in the pool.
         """
+        self.slot_bytes = slot_bytes or self.slot_bytes
         self.shelves = Shelves([*self.shelves.ordered, *shelves])
         self.keeping = Keeping(self.spec, self.pool, self.index, self.shelves)
         self.index.on_publish = lambda group, chain, depth, slot: self.shelves.write(
@@ -218,7 +221,7 @@ class KVCache:
             why = "no_room"
         depths = [missing.depth for _, missing in wanted]
         origin = origins(shelves, zip(depths, slots, strict=True), hit, reach)
-        found = tiers_found(shelves, self.spec, origin, slots, why)
+        found = tiers_found(shelves, self.spec.block_size, self.slot_bytes, origin, slots, why)
         if why is not None:
             # Nothing was taken yet for which the pool would have had to give up what it has.
             self.free(blocks, until=None)

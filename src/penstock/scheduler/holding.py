@@ -170,7 +170,7 @@ class Holding:
         over = self._cache.transfers.settle(plan.number, result.transfers, failed=result.failed)
         self._swap.settle(over)
         for name, slots in self._cache.keeping.settle(over).items():
-            self._stored[name] = sum(self._cache.spec.slot_bytes(group) for group, _ in slots)
+            self._stored[name] = sum(self._cache.slot_bytes(group) for group, _ in slots)
         failed = []
         for batch in over:
             sequence, brought = self._loading.pop(batch, None), self._brought.pop(batch, None)
@@ -185,7 +185,9 @@ class Holding:
     def _receive(self, brought: Brought, sequence: Sequence, *, waits: bool) -> None:
         """What was brought for a sequence has come as far as it has; `waits`: the sequence has waited for it."""
         reached = self._cache.receive(brought, sequence.tokens if waits else None)
-        came = tiers_came(brought.reading, self._cache.spec, brought.origins, reached - brought.hit if waits else None)
+        whole = reached - brought.hit if waits else None
+        cache = self._cache
+        came = tiers_came(brought.reading, cache.spec.block_size, cache.slot_bytes, brought.origins, whole)
         self._fetched.append(Fetched(sequence.request.request_id, sequence.sample_index, came))
 
     def look_for_kept(self, sequence: Sequence) -> None:
