@@ -48,7 +48,7 @@ def prepare_up(file: Path, place: str, address: str | None) -> tuple[FleetDescri
     return described, ground
 
 
-def run_render(file: Path, keys_secret: str | None, *, no_auth: bool) -> None:
+def run_render(file: Path, keys_secret: str | None, machines_secret: str | None, *, no_auth: bool) -> None:
     """Print what the chart needs. Raises ConfigurationError for what a cluster cannot have."""
     described = read_description(file)
     for each in described.model:
@@ -57,7 +57,7 @@ def run_render(file: Path, keys_secret: str | None, *, no_auth: bool) -> None:
                 f"{each.source} of {each.name} is of this machine; name the model as a hub has it, or put it into an "
                 "image (modelImage of the chart)."
             )
-    values = values_of(described, keys_secret=keys_secret, no_auth=no_auth)
+    values = values_of(described, keys_secret=keys_secret, no_auth=no_auth, machines_secret=machines_secret)
     typer.echo(json_bytes(values), nl=False)
 
 

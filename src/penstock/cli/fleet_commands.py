@@ -45,13 +45,17 @@ def render(
     keys_secret: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of a secret in the cluster with the gateway's keys (keys.toml).")
     ] = None,
+    machines_secret: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of a secret in the cluster that machines of a replica have in common."),
+    ] = None,
     *,
     no_auth: Annotated[bool, typer.Option("--no-auth", help="Let everybody ask who reaches the gateway.")] = False,
 ) -> None:
     """Print the values with which the Helm chart runs the same fleet on Kubernetes, in JSON."""
     from penstock.cli.fleet import run_render
 
-    run_render(file, keys_secret, no_auth=no_auth)
+    run_render(file, keys_secret, machines_secret, no_auth=no_auth)
 
 
 @fleet.command()

@@ -26,12 +26,19 @@ _SECRETS = {
 _NOT_THERE = ("tls-certificate", "tls-key")
 
 
-def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_auth: bool = False) -> dict[str, Any]:
+def values_of(
+    fleet: FleetDescription,
+    *,
+    keys_secret: str | None = None,
+    no_auth: bool = False,
+    machines_secret: str | None = None,
+) -> dict[str, Any]:
     """The chart's values, in types of JSON.
 
     Args:
         keys_secret: of the cluster, with the keys that gateways take (keys.toml); None: everybody may ask, by
             `no_auth`.
+        machines_secret: of the cluster, with what machines of one replica have in common.
 
     Raises ConfigurationError for what the chart cannot have.
     """
@@ -50,7 +57,10 @@ def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_aut
             raise ConfigurationError(
                 f"{each.name} has a role, and the chart has none for its replicas in this release; leave the role out."
             )
+    _check_machines(fleet, machines_secret)
     values: dict[str, Any] = {"models": [_model(each) for each in fleet.model]}
+    if machines_secret:
+        values["machinesSecret"] = machines_secret
     gateway: dict[str, Any] = {"keysSecret": keys_secret} if keys_secret else {"noAuth": True}
     if file := _file(fleet.gateway):
         gateway["file"] = file
@@ -63,6 +73,18 @@ def values_of(fleet: FleetDescription, *, keys_secret: str | None = None, no_aut
         # It asks Prometheus what gateways tell.
         values["monitoring"] = {"serviceMonitors": True}
     return values
+
+
+def _check_machines(fleet: FleetDescription, secret: str | None) -> None:
+    """Raise ConfigurationError where a secret is missing, or of no use."""
+    several = next((each.name for each in fleet.model if each.machines > 1), None)
+    if several is not None and not secret:
+        raise ConfigurationError(
+            f"Machines of {several} show each other that they have a secret in common: name one of the cluster, with "
+            "the key `secret`, by --machines-secret."
+        )
+    if several is None and secret:
+        raise ConfigurationError("No model has several machines; leave --machines-secret out.")
 
 
 def _model(described: ModelDescription) -> dict[str, Any]:
