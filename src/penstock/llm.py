@@ -16,7 +16,7 @@ from penstock.assembly.starting import EngineStart
 from penstock.configuration.options import EngineOptions
 from penstock.core.beam_params import BeamSearchParams
 from penstock.core.config import EngineConfig
-from penstock.core.errors import ConfigurationError, InvalidParameter
+from penstock.core.errors import ConfigurationError, EngineUnavailable, InvalidParameter
 from penstock.core.events import LoadSnapshot
 from penstock.core.facts import StepTotals
 from penstock.core.kv_policy import FULL, AskedPolicy, KVPolicy
@@ -50,7 +50,7 @@ def chat_encoder(tokenizer: Tokenizer, chat_template: str | None = None) -> Chat
 
 
 class LLM:
-    """A model loaded into this process, for batches of prompts.
+    """A model loaded into this process, for batches of prompts. As a context manager, it is closed at the block's end.
 
     Args:
         model: a directory in Hugging Face's layout, a hub name, or a bundled model's name.
@@ -75,7 +75,8 @@ class LLM:
         self._encoder = None if chat_template is None else self._encoder_of(chat_template)
         self.kv_policy = self._prepared.config.kv_policy
         built = (build or _build)(self._prepared.config, lambda done, total: None)
-        self._core, self._work, self._flush = built.core, built.work, built.flush
+        self._core, self._work, self._flush, self._close = built.core, built.work, built.flush, built.close
+        self._is_closed = False
         self._totals = StepTotals()
         self.tokenizer = built.tokenizer
         self._intake = Intake(
@@ -87,6 +88,20 @@ class LLM:
         )
         self._info = self._prepared.model_info(self.tokenizer)
         self._scoring = Scoring(self._info, self.tokenizer, self._intake, self._run)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes that compute with this one, as with `tensor_parallel_size`. It computes nothing more.
+
+        Without it, they end once nothing refers to this and garbage was collected, or with this process.
+        """
+        self._is_closed = True
+        self._close()
 
     @property
     def load(self) -> LoadSnapshot:
@@ -305,6 +320,8 @@ class LLM:
 
     def _run(self, requests: list[Request]) -> list[RequestState]:
         """What became of each request, all of them being finished."""
+        if self._is_closed:
+            raise EngineUnavailable("This LLM was closed; make another one.")
         table = self.tokenizer.table if self.tokenizer is not None else None
         states = {request.request_id: RequestState(request, table, self._now()) for request in requests}
         for request in requests:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from penstock import LLM, BeamSearchParams, KVPolicy, SamplingParams
-from penstock.core.errors import InsufficientMemory
+from penstock.core.errors import EngineUnavailable, InsufficientMemory
 from penstock.core.kv import build_kv_spec
 from penstock.kernels.cpu.native import OBSTACLE
 from penstock.loading.checkpoint import open_checkpoint
@@ -171,6 +171,20 @@ def test_a_rank_that_ends_lets_the_step_fail(served_checkpoint: Path) -> None:
     (found,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
     assert found.samples[0].finish_reason == "error"
     assert "The computation of this step failed" in (found.samples[0].error or "")
+
+
+def test_ranks_end_with_the_block_that_has_them(served_checkpoint: Path) -> None:
+    before = _ranks_of(psutil.Process())
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "packed_cache": "off", "threads": 2}
+    with LLM(str(served_checkpoint), **options) as llm:
+        (found,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=4))
+        assert found.samples[0].finish_reason == "length"
+        assert len(_ranks_of(psutil.Process())) == len(before) + 1
+    # Not once garbage is collected: `llm` is still there.
+    assert len(_ranks_of(psutil.Process())) == len(before)
+    llm.close()
+    with pytest.raises(EngineUnavailable, match="was closed"):
+        llm.generate([[5, 6, 7]])
 
 
 def _command(process: psutil.Process) -> list[str]:

@@ -142,6 +142,7 @@ def build_engine(
         identity="" if others or rejects else identity(config, checkpoint, backend.identity),
         form=keys.form,
         offers_at=handover.place,
+        close=(lambda: None) if group is None else group.close,
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
 

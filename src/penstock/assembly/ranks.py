@@ -149,7 +149,9 @@ class Group:
         self._gone = threading.Event()
         # Where this process ends, its sockets close by themselves.
         others = [*ends, *elsewhere.machines.values(), *filter(None, [before])]
-        weakref.finalize(self, _hang_up, others, self._gone).atexit = False
+        self._end = weakref.finalize(self, _hang_up, others, self._gone)
+        self._end.atexit = False
+        self._watcher: threading.Thread | None = None
 
     def operations_done(self) -> int:
         """Operations that the other ranks have computed so far, as far as is known. May be asked on any thread."""
@@ -220,7 +222,14 @@ class Group:
         # The thread does not keep the group: without it, the others end.
         halts = _Halts(self._followers, self._signs, MOST_SILENT)
         watched = self._followers, weakref.ref(self), self._gone, halts, self._answers
-        threading.Thread(target=_watch, args=watched, daemon=True).start()
+        self._watcher = threading.Thread(target=_watch, args=watched, daemon=True)
+        self._watcher.start()
+
+    def close(self) -> None:
+        """End the other ranks, and wait for those on this machine. What is computed later fails."""
+        self._end()
+        if self._watcher is not None:
+            self._watcher.join()
 
     def _hear(self, alive: Callable[[], None], doing: str) -> list[Loaded | Met]:
         """Wait until each has told what it is doing now. Raises why one cannot go on."""

@@ -78,6 +78,7 @@ class BuiltEngine:
         share: of the machine, beside other engines.
         flush: waits until what was begun to be written beyond the pool is there, for a number of seconds at
             most; whether it is so.
+        close: ends the processes that compute with this one.
         when_lost: has its argument called, on another thread, once a process has ended that computes with this one,
             with what became of it. What this one computes then fails.
     """
@@ -96,6 +97,7 @@ class BuiltEngine:
     offers_at: str = ""
     share: Share = field(default_factory=Alone)
     flush: Callable[[float], bool] = lambda seconds: True
+    close: Callable[[], None] = lambda: None
     when_lost: Callable[[Callable[[str], None]], None] = lambda _call: None
 
 

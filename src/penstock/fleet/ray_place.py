@@ -37,6 +37,8 @@ class Host:
     def __init__(self) -> None:
         self._process: Process | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-")
+        # It keeps the port, also while an engine is started again.
+        self._held: socket.socket | None = None
 
     async def start(self, launch: Launch, secret: str, *, alone: bool) -> tuple[str, str, str]:
         """Start it: its URL, where it is, and where it waits for other machines, with whom it has a secret.
@@ -50,7 +52,8 @@ class Host:
         kept = ["--data-dir", "off", "--api-key-file", str(keys), "--memory", str(launch.slot.memory)]
         waits = ""
         if launch.machines > 1:
-            waits = f"{address}:{_free_port(address)}"
+            self._held = reserved_port(address)
+            waits = f"{address}:{self._held.getsockname()[1]}"
             kept += ["--machines-at", waits, "--machines-secret-file", str(write_private(folder / _SECRET, secret))]
         with contextlib.closing(socket.create_server((address, 0))) as listener:
             self._process = await spawn(
@@ -208,9 +211,15 @@ async def _first_end(actors: Sequence[Any]) -> str:
     return f"machine {machine}: {first.result()}"
 
 
-def _free_port(address: str) -> int:
-    with contextlib.closing(socket.create_server((address, 0))) as probe:
-        return int(probe.getsockname()[1])
+def reserved_port(address: str) -> socket.socket:
+    """What keeps a port of this machine from being given to others, as long as it is open.
+
+    One that is told of the port can listen there meanwhile, with SO_REUSEADDR: this does not listen (socket(7)).
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    return held
 
 
 def _own_address() -> str:
