@@ -147,6 +147,12 @@ for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
     assert result.returncode == 0, result.stderr
 
 
+def test_what_starts_other_ranks_needs_no_torch() -> None:
+    """They begin with their imports while the first one is at its own."""
+    result = run_python("import sys; sys.modules['torch'] = None; import penstock.assembly.links")
+    assert result.returncode == 0, result.stderr
+
+
 def test_public_names_are_importable_lazily() -> None:
     names = "LLM, AsyncEngine, SamplingParams"
     result = run_python(f"from penstock import {names}; print({names})")

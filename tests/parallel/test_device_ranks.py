@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.parallel.device_ranks import create_meeting
+from penstock.parallel.places import create_meeting
 from support.waiting import PATIENCE
 
 # A rank: what it has is told, and what it finds.

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.kernels.cpu.native import native
-from penstock.parallel.shared import SharedRanks, create_memory
+from penstock.parallel.places import create_memory
+from penstock.parallel.shared import SharedRanks
 from penstock.planning.wire import RANKS
 from support.ranks import shared_ranks, together
 from support.waiting import until

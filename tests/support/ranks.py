@@ -16,7 +16,8 @@ from penstock.loading.checkpoint import open_checkpoint
 from penstock.loading.fitting import model_of
 from penstock.models.declaration import ModelDeclaration
 from penstock.parallel.choices import Choices
-from penstock.parallel.shared import SharedRanks, create_memory
+from penstock.parallel.places import create_memory
+from penstock.parallel.shared import SharedRanks
 from support.stepping import Stepper, make_stepper
 
 Found = TypeVar("Found")

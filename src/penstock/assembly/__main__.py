@@ -6,6 +6,7 @@ STARTED = time.monotonic()
 
 import contextlib  # noqa: E402
 import gc  # noqa: E402
+import importlib  # noqa: E402
 import os  # noqa: E402
 import signal  # noqa: E402
 import socket  # noqa: E402
@@ -26,11 +27,12 @@ def main() -> int:
     The second one is the record's descriptor. Where there are engines beside this one, the descriptor of their memory
     and the number of this one follow.
     """
+    from penstock.assembly.links import begin
     from penstock.core.config import EngineConfig
     from penstock.engine.beside import GivingWay, Leading, attach
     from penstock.engine.ends import die_with_parent
     from penstock.engine.record import Record
-    from penstock.engine.worker import BuiltEngine, run_worker
+    from penstock.engine.worker import BuiltEngine, Connection, run_worker
     from penstock.runtime.threads import limit_spinning
 
     # The client decides when the engine ends; an interrupt that is meant for it must not reach the engine.
@@ -42,19 +44,23 @@ def main() -> int:
     record = Record.attach(memory)
     os.close(memory)
     with socket.socket(fileno=descriptor) as end:
-        # Torch's modules stay, and to look through them for garbage while they come takes a tenth of the import.
-        gc.disable()
-        from penstock.assembly.build import build_engine
-        from penstock.assembly.ranks import of_rank
-        from penstock.kernels.processor import this_processor
-
-        gc.freeze()
-        gc.enable()
+        connection = Connection(end)
+        # At a first start, what to build is found out meanwhile. Later it is known, and other ranks begin before.
+        if not connection.has_message:
+            _import()
 
         def build(config: EngineConfig, progress: Callable[[int, int], None]) -> BuiltEngine:
             if config.gives_way:
                 _give_way()
-            built = build_engine(config, progress, STARTED)
+            ranks = config.ranks
+            here = ranks is not None and ranks.machines is None
+            begun = begin(ranks, {}, devices=config.device != "cpu") if ranks is not None and here else None
+            _import()
+            from penstock.assembly.build import build_engine
+            from penstock.assembly.ranks import of_rank
+            from penstock.kernels.processor import this_processor
+
+            built = build_engine(config, progress, STARTED, begun=begun)
             if not beside:
                 return built
             shared, own = attach(beside[0]), beside[1]
@@ -63,7 +69,16 @@ def main() -> int:
             own = of_rank(config, 0).threads
             return replace(built, share=GivingWay(shared, own, this_processor().use_threads))
 
-        return run_worker(end, record, build)
+        return run_worker(connection, record, build)
+
+
+def _import() -> None:
+    """Import what computes, which takes a second."""
+    # Torch's modules stay, and to look through them for garbage while they come takes a tenth of the import.
+    gc.disable()
+    importlib.import_module("penstock.assembly.build")
+    gc.freeze()
+    gc.enable()
 
 
 def _give_way() -> None:

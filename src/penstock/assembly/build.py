@@ -12,6 +12,7 @@ from penstock.assembly.backend import Backend, Storage, backend_of
 from penstock.assembly.choosing import make_choosing
 from penstock.assembly.expert_counts import Keeper
 from penstock.assembly.gain import describe_gain
+from penstock.assembly.links import Begun
 from penstock.assembly.prefix_keys import identity, prefix_keys
 from penstock.assembly.ranks import Group, of_rank
 from penstock.assembly.rehearsal import measure
@@ -81,17 +82,19 @@ def build_engine(
     *,
     backend: Backend | None = None,
     fit: Callable[[ExecutorParts], ExecutorParts] = lambda parts: parts,
+    begun: Begun | None = None,
 ) -> BuiltEngine:
     """Load the model and put the engine together; `progress` gets bytes of weights done and in all.
 
     `started` is when the process began, on the monotonic clock, for the start-up budget. `backend` computes; without
-    one, it is the configuration's. `fit` may put others in the place of the executor's parts. Raises StartupError.
+    one, it is the configuration's. `begun` are other ranks, where they have been started. `fit` may put others in the
+    place of the executor's parts. Raises StartupError.
     """
     started = time.monotonic() if started is None else started
     if config.simulated is not None:
         return build_simulated(config, config.simulated, started)
     budget = _Budget(started)
-    group = None if config.ranks is None else Group(config, config.ranks, lambda: progress(0, 1))
+    group = None if config.ranks is None else Group(config, config.ranks, lambda: progress(0, 1), begun)
     backend = backend or backend_of(of_rank(config, 0))
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
     whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)

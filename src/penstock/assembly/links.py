@@ -1,4 +1,7 @@
-"""What the ranks of one machine have in common, and how their processes are started."""
+"""What the ranks of one machine have in common, and how their processes are started.
+
+Nothing here imports torch: where the first rank knows at its start what to build, all import it at the same time.
+"""
 
 import contextlib
 import os
@@ -6,13 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-import torch
-
-from penstock.core.config import EngineConfig, RanksConfig
-from penstock.parallel.device_ranks import DeviceRanks, create_meeting
-from penstock.parallel.shared import SharedRanks, create_memory
+from penstock.core.config import RanksConfig
+from penstock.parallel.places import create_meeting, create_memory
 
 NONE = "-"
 """Stands for a descriptor that a rank does not get."""
@@ -25,6 +26,8 @@ class Links:
 
     Attributes:
         ranks: those of this machine.
+        size: how many there are on all machines.
+        everyone: descriptor of memory in which all of them show that they are not stopped.
     """
 
     def __init__(
@@ -32,9 +35,9 @@ class Links:
     ) -> None:
         """`devices`: ranks compute on GPUs, which meet by themselves."""
         self._config, self._opened = ranks, opened
-        self.ranks = ranks.ranks_of(machine)
-        self._all = create_memory(ranks.size)
-        opened.callback(os.close, self._all)
+        self.ranks, self.size = ranks.ranks_of(machine), ranks.size
+        self.everyone = create_memory(self.size)
+        opened.callback(os.close, self.everyone)
         self._meetings: dict[int, int] = {}
         for stage in {rank // ranks.together for rank in self.ranks} if ranks.together > 1 else ():
             self._meetings[stage] = create_meeting() if devices else create_memory(ranks.together)
@@ -68,14 +71,9 @@ class Links:
         """The ranks from which values go to another machine."""
         return {rank for rank in self.ranks if rank >= self._config.together and rank not in self._behind}
 
-    def signs(self, rank: int) -> SharedRanks:
-        """A rank among all of this machine, as they show that they are not stopped."""
-        return SharedRanks(self._all, rank, self._config.size)
-
-    def meeting(self, config: EngineConfig, rank: int) -> SharedRanks | DeviceRanks | None:
-        """A rank among those that have parts of the same layers, or of contexts; None: there are no others."""
-        descriptor = self._meetings.get(rank // self._config.together)
-        return None if descriptor is None else met_at(descriptor, config, self._config, rank)
+    def meeting(self, rank: int) -> int | None:
+        """A descriptor of where it meets those with parts of the same layers, or of contexts; None: there are none."""
+        return self._meetings.get(rank // self._config.together)
 
     def before(self, rank: int) -> socket.socket | None:
         """A connection of its own from the stage before."""
@@ -87,26 +85,46 @@ class Links:
 
         `model` is where this machine has the model; "": where the engine has it.
         """
-        memory = self._meetings.get(rank // self._config.together)
-        others = (memory, self._before.get(rank), self._behind.get(rank))
+        others = (self.meeting(rank), self._before.get(rank), self._behind.get(rank))
         # The kernel ends a process with the thread that has started it, where it is asked to: the first one stays.
         stays = threading.current_thread() is threading.main_thread()
-        arguments = (control.fileno(), self._all, int(stays), rank, self._config.size, *others, model)
-        passed: Sequence[int] = [control.fileno(), self._all, *(each for each in others if each is not None)]
+        arguments = (control.fileno(), self.everyone, int(stays), rank, self.size, *others, model)
+        passed: Sequence[int] = [control.fileno(), self.everyone, *(each for each in others if each is not None)]
         shown = [NONE if each is None else str(each) for each in arguments]
         return subprocess.Popen([*rank_command(sys.executable), *shown], pass_fds=passed)
 
 
-def met_at(descriptor: int, config: EngineConfig, ranks: RanksConfig, rank: int) -> SharedRanks | DeviceRanks:
-    """A rank among those that meet where this descriptor says; `config` has its own device."""
-    own, size = rank % ranks.together, ranks.together
-    if config.device == "cpu":
-        return SharedRanks(descriptor, own, size)
-    # Triton takes a second to import.
-    from penstock.kernels.cuda.place import INTERPRETED
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """Ranks of this machine whose processes have been started, behind the first one, which is this process.
 
-    device = torch.device("cpu" if INTERPRETED else config.device)
-    return DeviceRanks(descriptor, own, size, device, deterministic=config.deterministic)
+    Attributes:
+        processes: of each rank its process, and this end of the connection to it.
+        opened: closes what `links` has open here.
+    """
+
+    links: Links
+    processes: "Mapping[int, tuple[subprocess.Popen[bytes], socket.socket]]"
+    opened: contextlib.ExitStack
+
+
+def begin(ranks: RanksConfig, before: Mapping[int, socket.socket], *, devices: bool) -> Begun:
+    """Start the processes of this machine's ranks, which begin with their imports; they end when this process does.
+
+    `before`: of ranks, connections from the stage before on another machine. `devices`: ranks compute on GPUs.
+    """
+    with contextlib.ExitStack() as opened:
+        links = Links(ranks, opened, devices=devices)
+        for rank, end in before.items():
+            links.come_from(rank, end)
+        processes = {rank: _started(rank, links) for rank in links.ranks[1:]}
+        return Begun(links, processes, opened.pop_all())
+
+
+def _started(rank: int, links: Links) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with theirs:
+        return links.start(rank, theirs), ours
 
 
 def rank_command(python: str) -> list[str]:

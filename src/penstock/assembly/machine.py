@@ -33,6 +33,7 @@ from penstock.parallel.machines import (
     read_answer,
     send,
 )
+from penstock.parallel.shared import SharedRanks
 from penstock.parallel.silence import LOOK_SECONDS
 
 _RETRY_SECONDS = 1.0
@@ -214,7 +215,7 @@ def _tell_beats(end: socket.socket, links: Links, processes: "Mapping[int, subpr
     """Tell the engine which ranks show that they are not stopped, until it or one of them has ended."""
     poll = select.poll()
     poll.register(end, select.POLLIN | select.POLLRDHUP)
-    signs = links.signs(links.ranks[0])
+    signs = SharedRanks(links.everyone, links.ranks[0], links.size)
     while not poll.poll(LOOK_SECONDS / 2 * 1000):
         for rank, process in processes.items():
             if (status := process.poll()) is not None:

@@ -33,7 +33,8 @@ import msgspec  # noqa: E402
 
 from penstock import __version__  # noqa: E402
 from penstock.assembly.backend import Storage, backend_of  # noqa: E402
-from penstock.assembly.links import NONE, met_at  # noqa: E402
+from penstock.assembly.links import NONE  # noqa: E402
+from penstock.assembly.meeting import met_at  # noqa: E402
 from penstock.assembly.ranks import of_rank  # noqa: E402
 from penstock.core.errors import EngineError, PenstockError  # noqa: E402
 from penstock.engine.fail_points import FailPoints  # noqa: E402

@@ -17,7 +17,8 @@ import msgspec
 from penstock import __version__
 from penstock.assembly.backend import Storage
 from penstock.assembly.gathering import Gathered, gather
-from penstock.assembly.links import Links
+from penstock.assembly.links import Begun, begin
+from penstock.assembly.meeting import met_at
 from penstock.core.config import EngineConfig, RanksConfig
 from penstock.core.errors import ConfigurationError, EngineError, PenstockError, rebuild_error
 from penstock.core.shares import shares
@@ -108,8 +109,10 @@ class Group:
         points: where something can be made to go wrong in this rank.
     """
 
-    def __init__(self, config: EngineConfig, ranks: RanksConfig, alive: Callable[[], None]) -> None:
-        """Start their processes, which begin to load; those of other machines are waited for.
+    def __init__(
+        self, config: EngineConfig, ranks: RanksConfig, alive: Callable[[], None], begun: Begun | None = None
+    ) -> None:
+        """Have their processes begin to load, which are `begun`, or started here; other machines' are waited for.
 
         `alive` is called again and again. Raises ConfigurationError and EngineError where these do not come.
         """
@@ -123,16 +126,17 @@ class Group:
         self.least_free = 0
         elsewhere = Gathered() if ranks.machines is None else gather(config, ranks, ranks.machines, alive)
         self.choices = Choices(ranks.experts)
-        with contextlib.ExitStack() as opened:
-            links = Links(ranks, opened, devices=self._devices)
-            for rank, end in elsewhere.values.items():
-                links.come_from(rank, end)
-            signs, before = links.signs(0), links.before(0)
-            self.ranks = links.meeting(of_rank(config, 0), 0)
+        begun = begun or begin(ranks, elsewhere.values, devices=self._devices)
+        with begun.opened:
+            signs, before = SharedRanks(begun.links.everyone, 0, ranks.size), begun.links.before(0)
+            meeting = begun.links.meeting(0)
+            self.ranks = None if meeting is None else met_at(meeting, of_rank(config, 0), ranks, 0)
             if self.ranks is not None:
                 self.ranks.choices = self.choices.of
             self._before = None if before is None else Before(before)
-            self._followers = [_started(rank, links) for rank in links.ranks[1:]]
+        self._followers = [
+            _Follower(rank, process, end, Inbox(end)) for rank, (process, end) in begun.processes.items()
+        ]
         self._followers += [_Follower(rank, None, end, Inbox(end)) for rank, end in sorted(elsewhere.controls.items())]
         # Of each other rank: how often it has shown that it is not stopped, and what it had computed then.
         self._signs = {
@@ -411,10 +415,3 @@ def _heard(follower: _Follower, killed: Mapping[int, str]) -> Loaded | str:
 def _error(rank: int, told: Failed) -> PenstockError:
     error = rebuild_error(told.code, told.message)
     return error if error.code == told.code else EngineError(f"Rank {rank}: {told.message}")
-
-
-def _started(rank: int, links: Links) -> _Follower:
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    with theirs:
-        process = links.start(rank, theirs)
-    return _Follower(rank, process, ours, Inbox(ours))

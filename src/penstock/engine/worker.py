@@ -119,6 +119,15 @@ class Connection:
         self._bell.setblocking(False)
         self._poll.register(self._woken, select.POLLIN)
 
+    def exit_on_hang_up(self) -> None:
+        """End this process once the other end is closed, whatever it is doing."""
+        threading.Thread(target=exit_on_hang_up, args=(self._socket.fileno(),), daemon=True).start()
+
+    @property
+    def has_message(self) -> bool:
+        """Whether one has begun to arrive, so that `receive` waits for the rest of it at most."""
+        return bool(self._poll.poll(0))
+
     def receive(self, *, wait: bool, seconds: float | None = None) -> list[ToEngine]:
         """The messages that have arrived; waits for some if asked, until `wake` is called or `seconds` have passed.
 
@@ -151,10 +160,9 @@ class Connection:
             self._socket.sendall(frame)
 
 
-def run_worker(end: socket.socket, record: Record, build: EngineBuilder) -> int:
+def run_worker(connection: Connection, record: Record, build: EngineBuilder) -> int:
     """Build an engine from the first message and serve until the other end closes; returns an exit status."""
-    connection = Connection(end)
-    threading.Thread(target=exit_on_hang_up, args=(end.fileno(),), daemon=True).start()
+    connection.exit_on_hang_up()
     try:
         built = _start(connection, build)
         loop = _Loop(connection, built.core, record, CpuWait(), built.share, built.flush)

@@ -19,7 +19,7 @@ from penstock.parallel.silence import LOOK_SECONDS
 def begin_beating(memory: int, rank: int, size: int) -> None:
     """Have a thread show it again and again, whatever the process computes.
 
-    `memory` is the descriptor of `shared.create_memory`'s memory, and stays the caller's.
+    `memory` is the descriptor of `places.create_memory`'s memory, and stays the caller's.
     """
     meeting, done = mapped(memory, size)
     threading.Thread(target=_beat, args=(native.Ranks(meeting, rank, size, 0.0), done[rank:]), daemon=True).start()

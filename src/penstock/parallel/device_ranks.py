@@ -21,11 +21,6 @@ _LOOPBACK = "lo"
 PATIENCE = timedelta(minutes=10)
 
 
-def create_meeting() -> int:
-    """A file in memory by which ranks find each other; returns its descriptor, which their processes inherit."""
-    return os.memfd_create("penstock-meeting")
-
-
 class DeviceRanks:
     """This rank among those whose devices compute a model (`kernels.ranks.Ranks`)."""
 
@@ -39,7 +34,7 @@ class DeviceRanks:
         deterministic: bool = False,
         choices: Callable[[str, int], NDArray[np.int64] | None] = lambda _layer, _experts: None,
     ) -> None:
-        """`descriptor` is of `create_meeting`'s file, and stays the caller's.
+        """`descriptor` is of `places.create_meeting`'s file, and stays the caller's.
 
         With `deterministic`, sums are in the order of ranks and in float32, so that a row's bits do not depend on the
         number of rows, by which libraries choose how to add up.

@@ -1,6 +1,5 @@
 """Ranks on one machine, which meet in memory that all of them have mapped."""
 
-import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,17 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from penstock.kernels.cpu.native import native
-from penstock.parallel.beating import mapped, memory_bytes
+from penstock.parallel.beating import mapped
 
 # For how long a rank waits for another one. What ends or stops is seen long before, by those that started it.
 PATIENCE_SECONDS = 600.0
-
-
-def create_memory(size: int) -> int:
-    """Memory in which `size` ranks meet, all zero; returns its descriptor."""
-    descriptor = os.memfd_create("penstock-ranks")
-    os.ftruncate(descriptor, memory_bytes(size))
-    return descriptor
 
 
 class SharedRanks:
@@ -33,7 +25,7 @@ class SharedRanks:
         patience: float = PATIENCE_SECONDS,
         choices: Callable[[str, int], NDArray[np.int64] | None] = lambda _layer, _experts: None,
     ) -> None:
-        """`descriptor` is of `create_memory`'s memory, and stays the caller's; `choices` is as in `kernels.ranks`."""
+        """`descriptor`: of `places.create_memory`'s memory, stays the caller's; `choices` is as in `kernels.ranks`."""
         self.choices = choices
         memory, self._done = mapped(descriptor, size)
         self._native = native.Ranks(memory, rank, size, patience)
