@@ -3,7 +3,7 @@
     python benchmarks/engine_failures.py [MODEL] [--streams N] [--output-len N] [--rounds N] [--watchdog SECONDS]
 
 Each round sends the same N streamed completions three times: undisturbed; with the engine process killed (SIGKILL) when
-a third of the time has passed that they took undisturbed; and with it stopped there (SIGSTOP), which the watchdog must
+a third of the time has passed that they took undisturbed; and with it stopped there (SIGSTOP), which the server must
 notice. The table says how long the server was not ready, what the longest gap in a stream was, how many streams failed,
 and how many gave another text than undisturbed. Starts `penstock serve MODEL`; the client runs on the same machine.
 """
