@@ -3,9 +3,10 @@
     python benchmarks/ranks.py MODEL [--ranks 2] [--by tensor] [--quantization int4 none] [--batch 1 8] [--rounds 7]
 
 MODEL is a directory with config.json; weights are random. For each kind of weights, one engine is a process with
-`--ranks` threads, another one is `--ranks` processes with a thread each, which have parts of each layer (`--by tensor`),
-stages of layers (`--by pipeline`) or parts of contexts (`--by context`). Both stay, and take turns: each round, each
-computes prompts, then tokens behind them. Speeds are medians of rounds; a ratio is the median of the rounds' own.
+`--ranks` threads, another one is `--ranks` processes with a thread each, which have parts of each layer
+(`--by tensor`), stages of layers (`--by pipeline`) or parts of contexts (`--by context`). Both stay, and take turns:
+each round, each computes prompts, then tokens behind them. Speeds are medians of rounds; a ratio is the median of the
+rounds' own.
 """
 
 import multiprocessing

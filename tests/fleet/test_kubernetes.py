@@ -112,7 +112,8 @@ def test_machines_of_a_replica_are_the_charts(tmp_path: Path) -> None:
     text = '[[model]]\nname = "big"\nmachines = 2\noptions = { pipeline_parallel_size = 2 }'
     values = values_of(described(tmp_path, text), no_auth=True, machines_secret="in common")
     (big,) = values["models"]
-    assert values["machinesSecret"] == "in common" and big["machines"] == 2 and big["options"] == {"pipeline_parallel_size": 2}
+    assert values["machinesSecret"] == "in common" and big["machines"] == 2
+    assert big["options"] == {"pipeline_parallel_size": 2}
     with pytest.raises(ConfigurationError, match="--machines-secret"):
         values_of(described(tmp_path, text), no_auth=True)
     with pytest.raises(ConfigurationError, match="No model has several machines; leave --machines-secret out"):

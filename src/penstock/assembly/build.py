@@ -86,9 +86,8 @@ def build_engine(
 ) -> BuiltEngine:
     """Load the model and put the engine together; `progress` gets bytes of weights done and in all.
 
-    `started` is when the process began, on the monotonic clock, for the start-up budget. `backend` computes; without
-    one, it is the configuration's. `begun` are other ranks, where they have been started. `fit` may put others in the
-    place of the executor's parts. Raises StartupError.
+    `started` is when the process began, by the monotonic clock. `backend` computes; without one, the configuration's.
+    `begun` are ranks that have been started. `fit` may replace the executor's parts. Raises StartupError.
     """
     started = time.monotonic() if started is None else started
     if config.simulated is not None:
