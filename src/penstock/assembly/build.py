@@ -96,8 +96,7 @@ def build_engine(
     group = None if config.ranks is None else Group(config, config.ranks, lambda: progress(0, 1), begun)
     backend = backend or backend_of(of_rank(config, 0))
     checkpoint = open_checkpoint(Path(config.model.path), weights=config.model.load_format != "dummy")
-    whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)
-    declaration = whole if config.ranks is None else whole.of_ranks(config.ranks, 0)
+    whole, declaration = _declared(config, checkpoint)
     points = _begun(config, group)
     loaded = backend.load(config.model, checkpoint, declaration, progress)
     _wait_for_others(loaded, group, budget, progress)
@@ -110,8 +109,7 @@ def build_engine(
 
     config, settled = _measured(config, backend, compiled, group, budget)
     spec, storage = config.cache.spec, _pool(config, backend)
-    tables = BlockTables(spec.groups, spec.block_size)
-    program = compiled(storage, head=True)
+    program, tables = compiled(storage, head=True), BlockTables(spec.groups, spec.block_size)
     reader = None if declaration.encoder is None else compile_tape(declaration.record_encoder(), storage)
     choosing, grammars = make_choosing(config, checkpoint, whole, tokenizer, backend.choose)
     vectors_of = _vectors(config.model, checkpoint, whole, tokenizer)
@@ -147,6 +145,12 @@ def build_engine(
         close=(lambda: None) if group is None else group.close,
         when_lost=(lambda _call: None) if group is None else group.when_lost,
     )
+
+
+def _declared(config: EngineConfig, checkpoint: Checkpoint) -> tuple[ModelDeclaration, ModelDeclaration]:
+    """The model, and what the first rank computes of it."""
+    whole = model_of(checkpoint).up_to(config.scheduler.max_model_len)
+    return whole, whole if config.ranks is None else whole.of_ranks(config.ranks, 0)
 
 
 def _done_by_all(group: Group) -> int:
