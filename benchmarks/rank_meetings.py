@@ -18,8 +18,9 @@ from collections.abc import Callable
 import reporting
 import torch
 
-from penstock.parallel.device_ranks import DeviceRanks, create_meeting
-from penstock.parallel.shared import SharedRanks, create_memory
+from penstock.parallel.device_ranks import DeviceRanks
+from penstock.parallel.places import create_meeting, create_memory
+from penstock.parallel.shared import SharedRanks
 
 # Sums behind one another, whose time is taken together.
 TIMES = 20
