@@ -405,10 +405,10 @@ private:
         return sinks->data();
     }
 
-    // Of a rank and how many there are; all operations have the same.
     // The stripe whose share of rows an operation has; with a single one, it has all.
     Stripe share_of(const std::pair<int64_t, int64_t> &rank) { return rank.second == 1 ? Stripe{} : stripe_of(rank); }
 
+    // Of a rank and how many there are; all operations have the same.
     Stripe stripe_of(const std::pair<int64_t, int64_t> &rank) {
         const auto [index, ranks] = rank;
         require(0 <= index && index < ranks, "There is no such rank.");

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from penstock.core.shares import Stripe
 from penstock.kernels.collective import AllReduce, Gather, GatherRows, ShareRows
 from penstock.kernels.dispatch import Binding, Kernel, StepState
 
@@ -40,8 +41,8 @@ def gather_rows(op: GatherRows, binding: Binding) -> Kernel:
 
     def run(step: StepState, x: Tensor) -> Tensor:
         tokens, width = len(step.batch.token_ids), x.shape[1]
-        ends = [tokens * rank // size * width for rank in range(size + 1)]
-        widths = [end - first for first, end in zip(ends, ends[1:], strict=False)]
+        shares = [Stripe(rank, size).rows(tokens) for rank in range(size)]
+        widths = [(share.stop - share.start) * width for share in shares]
         return ranks.gather(x.reshape(1, -1), widths, everywhere=True).view(tokens, width)
 
     return run

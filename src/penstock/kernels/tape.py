@@ -214,10 +214,8 @@ class Tape:
         qkv = self._all_rows(qkv)
         part = self._new(operation.made_width, qkv.selected, exact=True)
         self._steps.append(Step(operation, (qkv,), (part,)))
-        widths = (part.width,) * self._stripe.size
         rows = None if part.selected else self._stripe
-        parts = self._new(sum(widths), part.selected, exact=True, stripe=rows)
-        self._steps.append(Step(Gather(widths, True, rows), (part,), (parts,)))
+        parts = self.gather(part, (part.width,) * self._stripe.size, everywhere=True, stripe=rows)
         merge = MergeStripes(heads.query_heads, heads.head_dim, self._stripe.size, sinks)
         return self._append(merge, (parts,), heads.query_width)
 
@@ -327,12 +325,17 @@ class Tape:
         """Record the sum of what all ranks have."""
         return self._append(AllReduce(), (x,), x.width)
 
-    def gather(self, x: Value, widths: tuple[int, ...], *, everywhere: bool = False) -> Value:
-        """Record the columns of all ranks, whose numbers are `widths`; in the first rank, or in all."""
+    def gather(
+        self, x: Value, widths: tuple[int, ...], *, everywhere: bool = False, stripe: Stripe | None = None
+    ) -> Value:
+        """Record the columns of all ranks, whose numbers are `widths`; in the first rank, or in all.
+
+        With a `stripe`, of the rows of its share alone.
+        """
         if x.width not in widths:
             raise ValueError(f"A rank has {x.width} columns, and ranks have {', '.join(map(str, widths))}.")
-        whole = self._new(sum(widths), x.selected, exact=x.exact, stripe=x.stripe)
-        self._steps.append(Step(Gather(widths, everywhere), (x,), (whole,)))
+        whole = self._new(sum(widths), x.selected, exact=x.exact, stripe=stripe or x.stripe)
+        self._steps.append(Step(Gather(widths, everywhere, stripe), (x,), (whole,)))
         return whole
 
     def _append(self, operation: Operation, inputs: tuple[Value, ...], width: int) -> Value:

@@ -65,6 +65,11 @@ class _Reads(TypedDict):
     unpacks: bool
 
 
+def _reads(weight: NativeLinear) -> _Reads:
+    unpacks = any(form.format == "int4" for form, _ in weight.form.pieces(weight.shape[0]))
+    return {"weight_bytes": weight.memory.nbytes, "unpacks": unpacks}
+
+
 def kv_layout(spec: KVSpec, dtype: torch.dtype) -> KVLayout:
     """How to lay out keys and values for a model of `dtype`: for the native kernels where they take such."""
     if dtype not in _DTYPES or spec.block_size % _TILE:
@@ -144,9 +149,7 @@ def _types(op: Types, binding: Binding) -> NativeCall:
 def _linear(op: Linear, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     assert isinstance(weight, NativeLinear)
-    bias = _floats(binding, op.bias)
-    unpacks = any(form.format == "int4" for form, _ in weight.form.pieces(weight.shape[0]))
-    reads: _Reads = {"weight_bytes": weight.memory.nbytes, "unpacks": unpacks}
+    bias, reads = _floats(binding, op.bias), _reads(weight)
 
     def add(builder: ProgramBuilder, x: Registers, y: Registers) -> None:
         (source,), (target,), first = x, y, 0
@@ -168,8 +171,7 @@ def _head_linear(op: HeadLinear, binding: Binding) -> NativeCall:
     weight = binding.weight(op.weight)
     assert isinstance(weight, NativeLinear)
     return NativeCall(
-        lambda builder, x, y: builder.program.head_linear(weight.handle, op.heads, *x, *y),
-        weight_bytes=weight.memory.nbytes,
+        lambda builder, x, y: builder.program.head_linear(weight.handle, op.heads, *x, *y), **_reads(weight)
     )
 
 
